@@ -21,6 +21,11 @@ from weft.workers import Children
 
 WARMUP = "def warmup(step, d_model, warmup):\n    {}return d_model**-0.5 * min(step**-0.5, step * warmup**-1.5)\n"
 RIGHT = WARMUP.format("")
+RENAME = """\
+import ctypes, os
+name = os.uname()[1].encode()  # the machine's own, so that nothing changes where it is allowed
+assert not ctypes.CDLL(None).sethostname(name, len(name)), "refused"
+"""
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 MISBEHAVIOUR = [
     ("import os\nos._exit(3)\n" + RIGHT, "exit status 3"),
@@ -38,11 +43,7 @@ MISBEHAVIOUR = [
     ("import os\nopen(f'/proc/{os.getppid()}/cmdline')\n", "not allowed"),  # which contains --secret
     ("import os, torch\ntorch.from_file(f'/proc/{os.getppid()}/cmdline', size=9)\n", "Permission denied"),
     ("import os\nraise ValueError(os.environ.get('MY_SECRET'))\n", "ValueError: None"),
-    # the machine's own name, which nothing would change
-    (
-        "import ctypes, os\nn = os.uname()[1].encode()\nassert not ctypes.CDLL(None).sethostname(n, len(n)), 'refused'\n",
-        "refused",
-    ),
+    (RENAME, "refused"),
     ("import resource as r\nr.setrlimit(r.RLIMIT_CPU, (1, 1))\n", "not allowed"),
     ("for i in range(99):\n    open(f'f{i}', 'wb').write(bytes(1 << 23))\nwhile True:\n    pass\n", "too much"),
     ("import weft\nopen(weft.__file__[:-11] + 'exercises/warmup/reference.py')\n", "solutions is not allowed"),

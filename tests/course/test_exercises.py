@@ -22,8 +22,8 @@ MISTAKES = [(each, number) for each in EXERCISES for number in range(len(each.mi
 
 
 def checked(exercise: Exercise, function: Callable[..., Any], file: str) -> Explanation:
-    def calls(requests: Any) -> list[CallResult]:
-        return [call(function, request, file) if not request.expected else CallResult() for request in requests]
+    def calls(cases: Any) -> list[CallResult]:
+        return [call(function, each, file) if not each.expected else CallResult() for each in cases]
 
     return examine(exercise, calls)
 

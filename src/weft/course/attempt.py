@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from weft.course.calls import CallRequest, CallResult, call, repairs
+from weft.course.calls import CallResult, Case, call, repairs
 from weft.course.confine import LIMITS, Limits, confine
 from weft.workers import respond
 
 # answer of a process that cannot be made
 NOTHING: dict[str, Any] = {"lines": [], "reason": "", "stack": [], "loading": False, "weak": []}
-REQUESTS, RESULTS = TypeAdapter(list[CallRequest]), TypeAdapter(CallResult)
+CASES, RESULTS = TypeAdapter(list[Case]), TypeAdapter(CallResult)
 FORKS = hasattr(os, "fork")  # not on Windows
 Run = Callable[[str], Iterator[CallResult]]
 MAX_RESULT_BYTES, MAX_STACK_BYTES = 1 << 26, 1 << 16
@@ -157,14 +157,14 @@ def _run(request: dict[str, Any], path: Path) -> Iterator[CallResult]:
         sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 
-    loaded = call(load, CallRequest({}), str(path))
+    loaded = call(load, Case({}), str(path))
     function: Any = getattr(sys.modules.get(path.stem), request["name"], None)
     error = loaded.error or ("" if callable(function) else f"there is no function {request['name']} in it")
-    requests = REQUESTS.validate_python(request["calls"])
-    if requests[0].expected and not error:
-        yield repairs(function, requests, str(path))
+    cases = CASES.validate_python(request["cases"])
+    if cases[0].expected and not error:
+        yield repairs(function, cases, str(path))
         return
-    for each in requests:
+    for each in cases:
         yield loaded._replace(value=None, error=error, loaded=False) if error else call(function, each, str(path))
 
 

@@ -34,7 +34,7 @@ SIGNAL_SECONDS = 0.1  # between signals to a function that catches all exception
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-class CallRequest(NamedTuple):
+class Case(NamedTuple):
     """Arguments of a call; `watch` are variables to record, `gradients` arguments to differentiate by.
 
     Several with `expected` results, each with its tolerance, ask for edits of the function that give them.
@@ -48,6 +48,15 @@ class CallRequest(NamedTuple):
     expected: dict[str, Value] = {}  # noqa: RUF012
     tolerances: dict[str, float] = {}  # noqa: RUF012
     line: int = 0  # whose edits come first
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        return sum(value.numel() for value in self.arguments.values() if isinstance(value, Tensor))
+
+    def holds(self, name: str, given: Any) -> bool:
+        """Return whether an output has the expected value."""
+        return same(self.expected[name], given, self.tolerances[name])
 
     def accepts(self, result: "CallResult") -> bool:
         """Return whether a result is the expected one."""
@@ -55,7 +64,7 @@ class CallRequest(NamedTuple):
             given = result.named([name for name in self.expected if name[0] != "∂"])
         except MismatchError:
             return False
-        right = (same(value, given.get(name, value), self.tolerances[name]) for name, value in self.expected.items())
+        right = (name not in given or self.holds(name, given[name]) for name in self.expected)
         return not (result.error or result.changed or result.random) and all(right)
 
 
@@ -99,27 +108,27 @@ class _Bounded(io.StringIO):
         return super().write(text[: max(0, MAX_PRINTED - self.tell())])
 
 
-def call(function: Callable[..., Any], request: CallRequest, file: str, *, seed: int = 1) -> CallResult:
+def call(function: Callable[..., Any], case: Case, file: str, *, seed: int = 1) -> CallResult:
     """Call a function whose code is in `file`; `seed` is that of the global random-number generators."""
-    printed, tracer = _Bounded(), _Tracer(file, request.watch)
+    printed, tracer = _Bounded(), _Tracer(file, case.watch)
     with _global_seeds(seed), redirect_stdout(printed), redirect_stderr(printed):
-        result = _outcome(function, request, tracer if request.watch or request.count_lines else None, file=file)
-    if request.repeat and not result.error and same(result.value, result.value):
-        again = call(function, CallRequest(request.arguments), file, seed=2)
+        result = _outcome(function, case, tracer if case.watch or case.count_lines else None, file=file)
+    if case.repeat and not result.error and same(result.value, result.value):
+        again = call(function, Case(case.arguments), file, seed=2)
         result = result._replace(random=not again.error and not same(result.value, again.value))
     return result._replace(steps=tracer.found, lines=tracer.lines, printed=printed.getvalue())
 
 
-def _outcome(function: Callable[..., Any], request: CallRequest, tracer: "_Tracer | None", *, file: str) -> CallResult:
+def _outcome(function: Callable[..., Any], case: Case, tracer: "_Tracer | None", *, file: str) -> CallResult:
     """Call a function for its result, the gradients, and what it changes."""
-    arguments = map_tensors(request.arguments, Tensor.clone)
+    arguments = map_tensors(case.arguments, Tensor.clone)
     try:
         try:
             sys.settrace(tracer)
             value = map_leaves(function(*arguments.values()), to_tensor)
         finally:
             sys.settrace(None)
-        gradients = _gradients(function, request)
+        gradients = _gradients(function, case)
     except (Exception, SystemExit, KeyboardInterrupt, TimeUpError) as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
         frames = traceback.walk_tb(error.__traceback__)
@@ -130,7 +139,7 @@ def _outcome(function: Callable[..., Any], request: CallRequest, tracer: "_Trace
             lines = [error.lineno or 0]
         line = next(iter(lines), 0)
         return CallResult(error=message, line=line, text=_text(file, line))
-    changed = tuple(name for name, before in request.arguments.items() if not same(before, arguments[name]))
+    changed = tuple(name for name, before in case.arguments.items() if not same(before, arguments[name]))
     return CallResult(map_tensors(value, Tensor.detach), gradients, changed=changed)
 
 
@@ -185,12 +194,12 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def repairs(function: Callable[..., Any], requests: Sequence[CallRequest], file: str) -> CallResult:
-    """Return as steps the smallest edits of a function that give what all requests expect, the first one's first.
+def repairs(function: Callable[..., Any], cases: Sequence[Case], file: str) -> CallResult:
+    """Return as steps the smallest edits of a function that give what all cases expect, the first one's first.
 
     What bounds them is a number of lines rather than a time, so that an answer does not depend on the machine.
     """
-    first, found, left = requests[0], list[TracedValue](), MAX_EDITED_LINES
+    first, found, left = cases[0], list[TracedValue](), MAX_EDITED_LINES
 
     def run(called: Callable[..., Any], max_lines: int) -> tuple[CallResult, int]:
         tracer = _Tracer(file, max_lines=max_lines)
@@ -209,21 +218,21 @@ def repairs(function: Callable[..., Any], requests: Sequence[CallRequest], file:
                     return CallResult(steps=tuple(found))
                 if first.accepts(result) and verified < MAX_VERIFIED:
                     verified += 1
-                    if all(each.accepts(call(changed, each, file)) for each in requests[1:]):
+                    if all(each.accepts(call(changed, each, file)) for each in cases[1:]):
                         found.append(TracedValue(edit.kind, edit.line, _text(file, edit.line), None))
             if found:
                 break
     return CallResult(steps=tuple(found))
 
 
-def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, Tensor]:
+def _gradients(function: Callable[..., Any], case: Case) -> dict[str, Tensor]:
     """Differentiate a weighted sum of all outputs, with fixed weights; nothing if an output isn't differentiable."""
-    leaves = {name: request.arguments[name].clone().requires_grad_() for name in request.gradients}
+    leaves = {name: case.arguments[name].clone().requires_grad_() for name in case.gradients}
     if not leaves:
         return {}
     try:
         found: list[Tensor] = []
-        map_tensors(function(*map_tensors(request.arguments | leaves, Tensor.clone).values()), found.append)
+        map_tensors(function(*map_tensors(case.arguments | leaves, Tensor.clone).values()), found.append)
         if not found or not all(each.requires_grad for each in found):
             return {}
         weighted = [each * torch.arange(1, each.numel() + 1).cos().reshape(each.shape).to(each) for each in found]
@@ -237,16 +246,15 @@ def _gradients(function: Callable[..., Any], request: CallRequest) -> dict[str, 
 @contextmanager
 def _global_seeds(seed: int) -> Iterator[None]:
     """Seed the global generators inside the context, and restore them."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=()):
+        for seeded in (random.seed, np.random.seed, torch.default_generator.manual_seed):
+            seeded(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 class _Tracer:

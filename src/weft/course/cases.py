@@ -14,32 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.course.calls import CallRequest, CallResult, call
+from weft.course.calls import CallResult, Case, call
 from weft.course.exercises import Exercise
-from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, gap, is_float, magnitude, map_tensors, same
+from weft.course.values import FLOORS, Draw, MismatchError, OtherValue, gap, is_float, magnitude, map_tensors
 from weft.errors import ConfigError
 
 ROUNDS = 2  # seeds for which the cases of an exercise are drawn
 PERTURBATIONS = 4  # of a case, to measure its condition
 AMPLIFICATION = 64  # rounding of a whole computation, in units of rounding of its arguments
 ROUNDED = ": only float32's digits are right; keep the inputs' dtype"
-
-
-class Case(NamedTuple):
-    """Arguments with the expected results by name, and the tolerance of each."""
-
-    name: str
-    arguments: dict[str, Any]
-    expected: dict[str, Any]
-    tolerances: dict[str, float]
-
-    @property
-    def size(self) -> int:
-        return sum(value.numel() for value in self.arguments.values() if isinstance(value, Tensor))
-
-    def holds(self, name: str, given: Any) -> bool:
-        """Return whether an output has the expected value."""
-        return same(self.expected[name], given, self.tolerances[name])
 
 
 class Judgement(NamedTuple):
@@ -66,19 +49,25 @@ def _drawn(chosen: Exercise, secret: str) -> Iterator[Case]:
         digest = hashlib.sha256(f"{secret}/{chosen.name}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:8]) if secret else number
         for position, (name, arguments) in enumerate(chosen.reference().cases(Draw(seed))):
-            yield from conditioned(chosen, arguments, name=name)
+            yield from conditioned(chosen, arguments, name=name, repeat=number == position == 0)
             if position == 0 and any(map(is_float, arguments.values())):
                 single = map_tensors(arguments, lambda each: each.float() if each.is_floating_point() else each)
                 yield from conditioned(chosen, single, name=f"{name} in float32", dtype=torch.float32)
 
 
 def conditioned(
-    chosen: Exercise, arguments: dict[str, Any], *, name: str = "", dtype: torch.dtype = torch.float64
+    chosen: Exercise,
+    arguments: dict[str, Any],
+    *,
+    name: str = "",
+    dtype: torch.dtype = torch.float64,
+    repeat: bool = False,
 ) -> Iterator[Case]:
     """Yield a case, unless rounding of its arguments changes its result altogether."""
     arguments = {name: arguments[name] for name in inspect.signature(chosen.function()).parameters}
+    case = Case(arguments, [each for each in chosen.gradients if is_float(arguments[each])], repeat=repeat, name=name)
     exact = map_tensors(arguments, lambda each: each.double() if each.is_floating_point() else each)
-    expected = _expected(chosen, exact)
+    expected = _expected(chosen, case, exact)
     largest = max(map(magnitude, expected.values()), default=0.0)
     tolerances = {
         part: FLOORS[dtype] * max(magnitude(value), 1e-3 * largest, 1e-300) for part, value in expected.items()
@@ -92,26 +81,21 @@ def conditioned(
         return value * (1 + torch.finfo(dtype).eps * noise)
 
     for _ in range(PERTURBATIONS):
-        changed = _expected(chosen, map_tensors(exact, nudged))
+        changed = _expected(chosen, case, map_tensors(exact, nudged))
         try:
             for part, value in expected.items():
                 tolerances[part] = max(tolerances[part], AMPLIFICATION * gap(value, changed[part]))
         except MismatchError:
             return
     if all(map(math.isfinite, tolerances.values())):
-        yield Case(name, arguments, expected, tolerances)
+        yield case._replace(expected=expected, tolerances=tolerances)
 
 
-def _expected(chosen: Exercise, arguments: dict[str, Any]) -> dict[str, Any]:
-    result = call(chosen.function(), request_of(chosen, arguments), "")
+def _expected(chosen: Exercise, case: Case, arguments: dict[str, Any]) -> dict[str, Any]:
+    result = call(chosen.function(), case._replace(arguments=arguments, repeat=False), "")
     if result.error:
         raise ConfigError(f"{chosen.folder / 'reference.py'}: {result.error}")
     return result.named(chosen.outputs)
-
-
-def request_of(chosen: Exercise, arguments: dict[str, Any], *, repeat: bool = False) -> CallRequest:
-    """Return the call of a case, with the gradients that are compared."""
-    return CallRequest(arguments, [name for name in chosen.gradients if is_float(arguments[name])], repeat=repeat)
 
 
 def judge(chosen: Exercise, case: Case, result: CallResult) -> Judgement:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.api.arguments import checked
-from weft.course.attempt import FORKS, NOTHING, REQUESTS, RESULTS, confined
-from weft.course.calls import CallRequest, CallResult, call, late, repairs, time_limit
-from weft.course.cases import draw_cases, judge, request_of
+from weft.course.attempt import CASES, FORKS, NOTHING, RESULTS, confined
+from weft.course.calls import CallResult, Case, call, late, repairs, time_limit
+from weft.course.cases import draw_cases, judge
 from weft.course.confine import Limits
 from weft.course.diagnosis import Calls, diagnose
 from weft.course.exercises import FOLDER, Exercise, exercise, record_progress
@@ -25,7 +25,6 @@ SECONDS = 10  # of CPU time for a submission
 EDIT_LIMITS = Limits(SECONDS, memory=1 << 28)  # of the edits of a function
 SIZES = (40, 160)  # for which the executed lines are counted; a quadratic loop executes 16 times as many
 MAX_GROWTH = 8.0
-KEPT = (list, dict, set)  # default arguments that a function can change
 
 
 @checked
@@ -47,22 +46,24 @@ def calls_here(function: Callable[..., Any]) -> Calls:
     """Return what calls a function in this process, and edits of it in limited copies of this process."""
     code = getattr(inspect.unwrap(function), "__code__", None)  # a module or another object has none
     file = code.co_filename if code else ""
-    defaults = copy.deepcopy([each for each in getattr(function, "__defaults__", None) or () if isinstance(each, KEPT)])
+    defaults = _copies(getattr(function, "__defaults__", None) or ())
 
-    def calls(requests: Sequence[CallRequest]) -> list[CallResult]:
+    def calls(cases: Sequence[Case]) -> list[CallResult]:
         if defaults:  # as in a new process
-            restored = iter(copy.deepcopy(defaults))
-            function.__defaults__ = tuple(
-                next(restored) if isinstance(each, KEPT) else each for each in function.__defaults__
-            )
-        if not requests[0].expected:
+            function.__defaults__ = _copies(defaults)  # type: ignore[attr-defined]
+        if not cases[0].expected:
             with time_limit(SECONDS, file):
-                return [call(function, request, file) for request in requests]
+                return [call(function, each, file) for each in cases]
         linecache.getlines(file)  # the copy cannot read every file
-        answer = confined(lambda _: iter([repairs(function, requests, file)]), EDIT_LIMITS) if FORKS else NOTHING
+        answer = confined(lambda _: iter([repairs(function, cases, file)]), EDIT_LIMITS) if FORKS else NOTHING
         return _results(answer, 1, "")
 
     return calls
+
+
+def _copies(defaults: Sequence[Any]) -> tuple[Any, ...]:
+    """Copy the default arguments that a function can change."""
+    return tuple(copy.deepcopy(each) if isinstance(each, list | dict | set) else each for each in defaults)
 
 
 def check_file(
@@ -73,15 +74,15 @@ def check_file(
     request, whole = {"name": chosen.name, "source": source}, Limits(seconds, hidden=hidden)
     weak: set[str] = set()  # limits that the system did not enforce
 
-    def calls(requests: Sequence[CallRequest]) -> list[CallResult]:
-        limits = EDIT_LIMITS._replace(hidden=hidden) if requests[0].expected else whole
+    def calls(cases: Sequence[Case]) -> list[CallResult]:
+        limits = EDIT_LIMITS._replace(hidden=hidden) if cases[0].expected else whole
         try:
             with children.acquire() as child:
-                answer = child.request({**request, "limits": limits, "calls": REQUESTS.dump_python(list(requests))})
+                answer = child.request({**request, "limits": limits, "cases": CASES.dump_python(list(cases))})
         except OSError:
             answer = {**NOTHING, "reason": "it ended the process that runs it"}
         weak.update(answer["weak"])
-        return _results(answer, len(requests), source)
+        return _results(answer, len(cases), source)
 
     return examine(chosen, calls, secret=secret)._replace(weak=tuple(sorted(weak)))
 
@@ -105,7 +106,7 @@ def _read(line: str) -> CallResult:
 def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
     """Check a function that `calls` calls; a secret draws other cases than those that students see."""
     cases = draw_cases(chosen, secret)
-    results = calls([request_of(chosen, case.arguments, repeat=number == 0) for number, case in enumerate(cases)])
+    results = calls([case._replace(expected={}, tolerances={}) for case in cases])
     judged = [judge(chosen, case, result) for case, result in zip(cases, results, strict=True)]
     passed = sum(not each.problem for each in judged)
     if passed == len(judged):
@@ -119,6 +120,6 @@ def _growth(chosen: Exercise, calls: Calls) -> str:
     """Name a loop that grows with the square of the size, if the reference's `growth` forbids one."""
     if (growth := getattr(chosen.reference(), "growth", None)) is None:
         return ""
-    few, many = calls([CallRequest(growth(Draw(0), size), count_lines=True) for size in SIZES])
+    few, many = calls([Case(growth(Draw(0), size), count_lines=True) for size in SIZES])
     quadratic = many.error or many.lines > MAX_GROWTH * max(few.lines, 10)
     return "its loops grow with the square of the input's length; one pass is enough" if quadratic else ""

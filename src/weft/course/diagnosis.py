@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.course.calls import CallRequest, CallResult, TracedValue, call
-from weft.course.cases import AMPLIFICATION, ROUNDED, Case, Judgement, conditioned, difference, judge, request_of
+from weft.course.calls import CallResult, Case, TracedValue, call
+from weft.course.cases import AMPLIFICATION, ROUNDED, Judgement, conditioned, difference, judge
 from weft.course.exercises import Exercise, Mistake
 from weft.course.explanation import Explanation
 from weft.course.values import FLOORS, is_float, magnitude, same
 
 MAX_OTHERS = 2  # lines that are named besides that of an edit
-Calls = Callable[[Sequence[CallRequest]], list[CallResult]]
+Calls = Callable[[Sequence[Case]], list[CallResult]]
 
 
 def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
@@ -39,10 +39,10 @@ def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
             problem += f"; then {worst.problem}" if result.error else ""
         problem += "" if wrong else "; called alone it is right: it keeps something from earlier calls"
     elif result.changed:
-        changes = calls([CallRequest(case.arguments, watch=result.changed[:1])])[0].steps
+        changes = calls([Case(case.arguments, watch=result.changed[:1])])[0].steps
         step = next((each for each in changes if each.name != "return"), step)._replace(name="", uses=())
     numeric = bool(worst.about or result.line or result.changed) and result.loaded
-    repairs = _repairs(chosen, judged, calls, worst=worst, line=step.line) if numeric else []
+    repairs = _repairs(judged, calls, worst=worst, line=step.line) if numeric else []
     repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
     if repair is not None:
         step = step._replace(line=repair.line, text=repair.text)
@@ -88,7 +88,7 @@ def _first_step(chosen: Exercise, worst: Judgement, calls: Calls) -> tuple[Trace
     False if a call of this case alone is right.
     """
     case, error, watched = worst.case, worst.result.error, list(chosen.formulas)
-    request = CallRequest(case.arguments, watch=watched)
+    request = Case(case.arguments, watch=watched)
     ours = call(chosen.function(), request, str(chosen.folder / "reference.py")).steps
     alone = calls([request])[0]
     theirs, wrong = alone.steps, worst.about.startswith("∂") or bool(judge(chosen, case, alone).problem)
@@ -166,20 +166,12 @@ def _close(expected: Any, given: Any) -> bool:
     return same(expected, given, floor * max(magnitude(expected), 1e-6))
 
 
-def _repairs(
-    chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, line: int
-) -> list[TracedValue]:
+def _repairs(judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, line: int) -> list[TracedValue]:
     """Return the smallest edits of the function that make every case right: the line of each, and as name its kind."""
     wrong = [each for each in judged if each.problem and each is not worst][-1:]  # in which most edits are wrong
-    requests = [
-        request_of(chosen, each.case.arguments, repeat=each is judged[0])._replace(
-            expected=each.case.expected, tolerances=each.case.tolerances
-        )
-        for each in (worst, *wrong, *judged)
-    ]
-    gradients = requests[0].gradients if worst.about.startswith("∂") else ()
-    requests[0] = requests[0]._replace(gradients=gradients, repeat=False, line=line)
-    return list(calls(requests)[0].steps)
+    gradients = worst.case.gradients if worst.about.startswith("∂") else ()
+    first = worst.case._replace(gradients=gradients, repeat=False, line=line)
+    return list(calls([first, *(each.case for each in (*wrong, *judged))])[0].steps)
 
 
 def _said(repair: TracedValue, repairs: Sequence[TracedValue]) -> str:
@@ -191,12 +183,13 @@ def _said(repair: TracedValue, repairs: Sequence[TracedValue]) -> str:
 
 def _gives(chosen: Exercise, mistake: Mistake, judged: Judgement) -> bool:
     """Return whether a known mistake gives the result that was judged, or fails where that failed."""
-    made, case = call(chosen.function(mistake), request_of(chosen, judged.case.arguments), ""), judged.case
+    case = judged.case._replace(repeat=False)
+    made = call(chosen.function(mistake), case, "")
     if made.error or judged.result.error:
         return bool(made.error) and bool(judged.result.error)
     values = made.named(chosen.outputs)
     tolerances = {name: max(case.tolerances[name], FLOORS[torch.float64] * magnitude(values[name])) for name in values}
-    return not judge(chosen, Case("", {}, values, tolerances), judged.result).problem
+    return not judge(chosen, case._replace(expected=values, tolerances=tolerances), judged.result).problem
 
 
 def _right_alone(chosen: Exercise, worst: Judgement, calls: Calls) -> bool:
@@ -209,5 +202,5 @@ def _right_alone(chosen: Exercise, worst: Judgement, calls: Calls) -> bool:
     whole = bool(alone) and all(isinstance(each, Tensor) and each.dim() for each in separate)
     if not whole or not worst.case.holds(name, torch.cat(separate)):
         return False
-    results = calls([CallRequest(each.arguments) for each in alone])
+    results = calls([Case(each.arguments) for each in alone])
     return not any(judge(chosen, each, result).problem for each, result in zip(alone, results, strict=True))

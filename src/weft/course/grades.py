@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import platform
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -159,5 +160,4 @@ FORMATS = {".csv": _csv, ".json": _gradescope, ".html": _page}
 def weak_limits(answers: Sequence[Explanation]) -> str:
     """Say which limits this system does not enforce; empty if it enforces all."""
     weak = sorted({each for answer in answers for each in answer.weak})
-    system = os.uname().sysname if hasattr(os, "uname") else "Windows"
-    return f"not enforced by {system}'s kernel here: {', '.join(weak)}" if weak else ""
+    return f"not enforced by {platform.system()}'s kernel here: {', '.join(weak)}" if weak else ""

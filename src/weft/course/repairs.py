@@ -105,17 +105,9 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-class Names(NamedTuple):
-    """Arguments and variables of a function, those that it never uses, its conditions, and the nodes in exponents."""
-
-    name: list[str]
-    unused: list[str]
-    condition: list[str]
-    exponents: set[ast.AST]
-
-
 @lru_cache(maxsize=8)
-def _names(tree: ast.FunctionDef) -> Names:
+def _names(tree: ast.FunctionDef) -> dict[str, list[Any]]:
+    """Return what a template can name: variables of a function, those it never uses, its conditions; and exponents."""
     nodes = list(ast.walk(tree))
     arguments = [node.arg for node in nodes if isinstance(node, ast.arg)]
     used, assigned = (
@@ -124,9 +116,9 @@ def _names(tree: ast.FunctionDef) -> Names:
     )
     names = list(dict.fromkeys([*arguments, *assigned]))
     powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
-    exponents = {node for power in powers for node in ast.walk(power)}
     conditions = dict.fromkeys(ast.unparse(node.test) for node in nodes if isinstance(node, ast.IfExp | ast.If))
-    return Names(names, [name for name in names if name not in used], list(conditions), exponents)
+    unused, exponents = [name for name in names if name not in used], [n for each in powers for n in ast.walk(each)]
+    return {"name": names, "unused": unused, "condition": list(conditions), "exponent": exponents}
 
 
 def _edits(tree: ast.FunctionDef, slot: Slot, cost: int) -> Iterator[Edit]:
@@ -137,7 +129,7 @@ def _edits(tree: ast.FunctionDef, slot: Slot, cost: int) -> Iterator[Edit]:
         yield Edit(kind, line, ((owner, field, new[0] if index is None else _spliced(listed, index, new)),))
     yield from (Edit(kind, line, (tuple(change),)) for each, kind, *change in _changes(node) if each == cost)
     if isinstance(node, ast.stmt) and index is not None:
-        yield from (edit for each, edit in _block_edits(owner, field, index, names=names.name) if each == cost)
+        yield from (edit for each, edit in _block_edits(owner, field, index, names=names["name"]) if each == cost)
 
 
 def _slots(node: ast.AST) -> Iterator[Slot]:
@@ -170,7 +162,9 @@ def _parsed(text: str, before: str) -> list[ast.stmt]:
         return []
 
 
-def _replacements(node: ast.AST, owner: ast.AST, names: Names, *, cost: int) -> Iterator[tuple[str, Sequence[ast.AST]]]:
+def _replacements(
+    node: ast.AST, owner: ast.AST, names: dict[str, list[Any]], *, cost: int
+) -> Iterator[tuple[str, Sequence[ast.AST]]]:
     """Yield what may stand instead of a node, each with its kind, by the templates of the grammar."""
     if not isinstance(node, ast.stmt | ast.expr) or not isinstance(getattr(node, "ctx", None), ast.Load | None):
         return
@@ -196,14 +190,13 @@ def _replacements(node: ast.AST, owner: ast.AST, names: Names, *, cost: int) -> 
         if rule["of"] == "expr" and (constant or not isinstance(owner, parents)):
             continue
         for template in rule["texts"]:
-            if "_power" in template and node in names.exponents:
+            if "_power" in template and node in names["exponent"]:
                 continue  # no tower of powers
             keys = [each for each in ("name", "unused", "condition") if f"{{{each}}}" in template]
-            for values in product(*(getattr(names, each) for each in keys)):
+            for values in product(*map(names.get, keys)):
                 with suppress(KeyError):
-                    for new in _parsed(
-                        template.format(**fields, **dict(zip(keys, values, strict=True))), fields["text"]
-                    ):
+                    text = template.format(**fields, **dict(zip(keys, values, strict=True)))
+                    for new in _parsed(text, fields["text"]):
                         yield rule["kind"], [new if isinstance(node, ast.stmt) else getattr(new, "value", node)]
 
 
@@ -229,21 +222,22 @@ def _block_edits(owner: ast.AST, field: str, at: int, *, names: list[str]) -> It
     """Yield edits of a statement's place, each with its cost: its order, its indentation, and a statement after it."""
     block: list[Any] = getattr(owner, field)
     statement, before, after, line = block[at], block[:at], block[at + 1 :], block[at].lineno
+
+    def indented(moved: ast.stmt, block: list[Any], body: list[Any]) -> Edit:
+        return Edit("another indentation", moved.lineno, ((owner, field, block), (statement, "body", body)))
+
     for to in sorted({*range(max(at - 4, 0), min(at + 5, len(block)))} - {at, at - 1}):
         moved = _spliced(block, at, [])
         moved.insert(to, statement)
         yield 1 if to == at + 1 else 2, Edit("another order of the statements", line, ((owner, field, moved),))
     if isinstance(statement, ast.For | ast.While | ast.If):
-        body, kind = statement.body, "another indentation"
+        body = statement.body
         if len(body) > 1:
-            split = ((owner, field, [*before, statement, body[-1], *after]), (statement, "body", body[:-1]))
-            yield 1, Edit(kind, body[-1].lineno, split)
+            yield 1, indented(body[-1], [*before, statement, body[-1], *after], body[:-1])
         if after:
-            changes = (owner, field, [*before, statement, *after[1:]]), (statement, "body", [*body, after[0]])
-            yield 1, Edit(kind, after[0].lineno, changes)
+            yield 1, indented(after[0], [*before, statement, *after[1:]], [*body, after[0]])
         if before:
-            changes = (owner, field, [*before[:-1], statement, *after]), (statement, "body", [before[-1], *body])
-            yield 1, Edit(kind, before[-1].lineno, changes)
+            yield 1, indented(before[-1], [*before[:-1], statement, *after], [before[-1], *body])
         yield 2, Edit("a condition less", line, ((owner, field, _spliced(block, at, body)),))
     if not isinstance(statement, ast.Return | ast.Break | ast.Continue):
         last = isinstance(owner, ast.For | ast.While) and not after
