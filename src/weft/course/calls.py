@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from operator import itemgetter
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -195,30 +196,34 @@ def time_limit(seconds: float, file: str) -> Iterator[None]:
 
 
 def repairs(function: Callable[..., Any], cases: Sequence[Case], file: str) -> CallResult:
-    """Return as steps the smallest edits of a function that give what all cases expect, the first one's first.
+    """Return as steps the smallest edits of a function that give what all cases expect, the nearest to a line first.
 
-    What bounds them is a number of lines rather than a time, so that an answer does not depend on the machine.
+    Of the cases that count lines, edits are tried on the one that executes the fewest. What bounds them is a number of
+    lines rather than a time, so that an answer does not depend on the machine.
     """
-    first, found, left = cases[0], list[TracedValue](), MAX_EDITED_LINES
+    found, left, most = list[TracedValue](), MAX_EDITED_LINES, MAX_EDITED_LINES // 32
 
-    def run(called: Callable[..., Any], max_lines: int) -> tuple[CallResult, int]:
+    def run(called: Callable[..., Any], case: Case, max_lines: int) -> tuple[int, CallResult]:
         tracer = _Tracer(file, max_lines=max_lines)
-        return _outcome(called, first, tracer, file=file), tracer.lines + COMPILED_LINES
+        result = _outcome(called, case, tracer, file=file)
+        return tracer.lines + COMPILED_LINES, result
 
     with _global_seeds(1), redirect_stdout(_Bounded()), redirect_stderr(_Bounded()):
         warnings.simplefilter("ignore")  # in a copy of the process
-        lines = run(function, MAX_EDITED_LINES // 32)[1]
-        usual = 2 * lines + 2000 if lines < MAX_EDITED_LINES // 32 else MAX_EDITED_LINES // 600  # it may never end
+        lines, first = min(
+            ((run(function, each, most)[0], each) for each in cases if each.count_lines), key=itemgetter(0)
+        )
+        usual = 2 * lines + 2000 if lines < most else most // 20  # it may never end
         for cost in MAX_EDITS:
             verified = 0
             for edit, changed in edited(function, cost, first.line):
-                result, executed = run(changed, min(usual, left))
+                executed, result = run(changed, first, min(usual, left))
                 left -= executed
                 if left <= 0:
                     return CallResult(steps=tuple(found))
                 if first.accepts(result) and verified < MAX_VERIFIED:
                     verified += 1
-                    if all(each.accepts(call(changed, each, file)) for each in cases[1:]):
+                    if all(each.accepts(call(changed, each, file)) for each in cases):
                         found.append(TracedValue(edit.kind, edit.line, _text(file, edit.line), None))
             if found:
                 break

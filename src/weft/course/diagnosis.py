@@ -168,10 +168,13 @@ def _close(expected: Any, given: Any) -> bool:
 
 def _repairs(judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, line: int) -> list[TracedValue]:
     """Return the smallest edits of the function that make every case right: the line of each, and as name its kind."""
-    wrong = [each for each in judged if each.problem and each is not worst][-1:]  # in which most edits are wrong
-    gradients = worst.case.gradients if worst.about.startswith("∂") else ()
-    first = worst.case._replace(gradients=gradients, repeat=False, line=line)
-    return list(calls([first, *(each.case for each in (*wrong, *judged))])[0].steps)
+    differentiated = worst.about.startswith("∂")
+    tried = [
+        each.case._replace(gradients=each.case.gradients if differentiated else (), line=line, count_lines=True)
+        for each in judged
+        if each.problem and each.about.startswith("∂") == differentiated
+    ]
+    return list(calls([*tried, *(each.case for each in judged)])[0].steps)
 
 
 def _said(repair: TracedValue, repairs: Sequence[TracedValue]) -> str:

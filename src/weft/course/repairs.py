@@ -21,7 +21,7 @@ import torch
 
 from weft.config import read_toml
 
-MAX_EDITS = {1: 800, 2: 800, 3: 500, 4: 500, 5: 250}  # by cost; nearly all that help are among the first 400
+MAX_EDITS = {1: 800, 2: 1500, 3: 400, 4: 450, 5: 200}  # by cost; nearly all that help are among the first 400
 MAX_EXPONENT = 64
 GRAMMAR = read_toml(Path(__file__).with_name("repairs.toml"))
 # parents of an "expr" of the grammar, unless it names others
