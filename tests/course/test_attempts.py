@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +12,9 @@ import pytest
 from tests.command import Cli
 from tests.spread import spread
 
-from weft.course.checker import check_file
+from weft.course.calls import CallResult, Case
+from weft.course.cases import draw_cases
+from weft.course.checker import check_file, examine
 from weft.course.exercises import FOLDER, attempts, exercise, source_of
 from weft.course.explanation import Explanation
 from weft.course.grades import Submission, grade, submissions, write_grades
@@ -220,3 +222,15 @@ def test_a_submission_is_a_file_of_code(tmp_path: Path) -> None:
 def test_grades_of_nothing_are_zero() -> None:
     forbidden = Explanation("mle", "", 4, 4, problem="its loops grow")
     assert Submission("a", exercise("mle"), None, forbidden).points == 0
+
+
+def test_a_process_never_knows_what_a_secret_case_expects() -> None:
+    sent = list[Case]()
+
+    def calls(cases: Sequence[Case]) -> list[CallResult]:
+        sent.extend(each for each in cases if each.expected)
+        return [CallResult(value=0.0)] * len(cases)
+
+    assert not examine(exercise("warmup"), calls, secret="winter").holds
+    known = [each.arguments for each in draw_cases(exercise("warmup"), "")]
+    assert sent and all(each.arguments in known for each in sent)

@@ -1,7 +1,8 @@
 """The child process that runs students' files: it loads torch once, and forks a limited process for each file.
 
-It is given arguments and returns what the functions return. Neither expected values nor the answers to other files are
-ever in its memory, and verdicts are computed elsewhere, so nothing that a file does can change its mark or another's.
+It is given arguments and returns what the functions return. Neither the expected values of secret cases nor the answers
+to other files are ever in its memory, and verdicts are computed elsewhere, so nothing that a file does can change its
+mark or another's.
 """
 
 import faulthandler

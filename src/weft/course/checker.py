@@ -12,7 +12,7 @@ from typing import Any
 from weft.api.arguments import checked
 from weft.course.attempt import CASES, FORKS, NOTHING, RESULTS, confined
 from weft.course.calls import CallResult, Case, call, late, repairs, time_limit
-from weft.course.cases import draw_cases, judge
+from weft.course.cases import Judgement, draw_cases, judge
 from weft.course.confine import Limits
 from weft.course.diagnosis import Calls, diagnose
 from weft.course.exercises import FOLDER, Exercise, exercise, record_progress
@@ -105,15 +105,19 @@ def _read(line: str) -> CallResult:
 
 def examine(chosen: Exercise, calls: Calls, *, secret: str = "") -> Explanation:
     """Check a function that `calls` calls; a secret draws other cases than those that students see."""
-    cases = draw_cases(chosen, secret)
-    results = calls([case._replace(expected={}, tolerances={}) for case in cases])
-    judged = [judge(chosen, case, result) for case, result in zip(cases, results, strict=True)]
+    judged = _judged(chosen, calls, secret)
     passed = sum(not each.problem for each in judged)
     if passed == len(judged):
         found = Explanation(chosen.name, chosen.title, problem=_growth(chosen, calls))
-    else:
-        found = diagnose(chosen, judged, calls)
-    return found._replace(passed=passed, cases=len(judged), printed=results[0].printed)
+    else:  # a process that tries edits knows what is expected, but never what a secret case expects
+        found = diagnose(chosen, judged, calls, known=_judged(chosen, calls, "") if secret else judged)
+    return found._replace(passed=passed, cases=len(judged), printed=judged[0].result.printed)
+
+
+def _judged(chosen: Exercise, calls: Calls, secret: str) -> list[Judgement]:
+    cases = draw_cases(chosen, secret)
+    results = calls([case._replace(expected={}, tolerances={}) for case in cases])
+    return [judge(chosen, case, result) for case, result in zip(cases, results, strict=True)]
 
 
 def _growth(chosen: Exercise, calls: Calls) -> str:

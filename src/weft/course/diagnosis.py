@@ -20,8 +20,11 @@ MAX_OTHERS = 2  # lines that are named besides that of an edit
 Calls = Callable[[Sequence[Case]], list[CallResult]]
 
 
-def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Explanation:
-    """Explain the smallest case that is clearly wrong; first what is not about numbers, such as a changed argument."""
+def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls, *, known: Sequence[Judgement]) -> Explanation:
+    """Explain the smallest case that is clearly wrong; first what is not about numbers, such as a changed argument.
+
+    Edits are tried on the cases `known` to students.
+    """
     failed = [each for each in judged if each.problem]
     worst = min(failed, key=lambda e: (bool(e.about or e.result.error), ROUNDED in e.problem, e.case.size))
     worst = next((each for each in failed if each.result.late), worst)
@@ -42,7 +45,7 @@ def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
         changes = calls([Case(case.arguments, watch=result.changed[:1])])[0].steps
         step = next((each for each in changes if each.name != "return"), step)._replace(name="", uses=())
     numeric = bool(worst.about or result.line or result.changed) and result.loaded
-    repairs = _repairs(judged, calls, worst=worst, line=step.line) if numeric else []
+    repairs = _repairs(known, calls, worst=worst, line=step.line) if numeric else []
     repair = next((each for each in repairs if each.line == step.line and step.name), next(iter(repairs), None))
     if repair is not None:
         step = step._replace(line=repair.line, text=repair.text)
@@ -50,8 +53,8 @@ def diagnose(chosen: Exercise, judged: Sequence[Judgement], calls: Calls) -> Exp
         step, expected, problem = TracedValue("", result.line, result.text, None), None, worst.problem
     elif step.uses:
         step = step._replace(line=0)
-    known = chosen.mistakes if not result.late else ()
-    mistake = next((m for m in known if all(_gives(chosen, m, each) for each in judged)), None)
+    mistakes = chosen.mistakes if not result.late else ()
+    mistake = next((m for m in mistakes if all(_gives(chosen, m, each) for each in judged)), None)
     if mistake is None and worst.about and _right_alone(chosen, worst, calls):
         problem += "; each row alone is right: the result of a row depends on the other rows of the batch"
     name = step.name or next(iter(re.findall(r"^(\w+) *=", step.text)), "")
@@ -174,7 +177,7 @@ def _repairs(judged: Sequence[Judgement], calls: Calls, *, worst: Judgement, lin
         for each in judged
         if each.problem and each.about.startswith("∂") == differentiated
     ]
-    return list(calls([*tried, *(each.case for each in judged)])[0].steps)
+    return list(calls([*tried, *(each.case for each in judged)])[0].steps) if tried else []
 
 
 def _said(repair: TracedValue, repairs: Sequence[TracedValue]) -> str:
