@@ -113,11 +113,11 @@ def grade(
 
     chosen = [find(name, own) for name in names or []]
     with loading():
-        from weft.course.grades import by_student, check_format, grade_table, submissions, weak_limits, write_grades
+        from weft.course.grades import by_student, format_of, grade_table, submissions, weak_limits, write_grades
         from weft.course.grades import grade as grade_all
 
     for path in out or []:
-        check_format(path)
+        format_of(path)
         check_writable(path)
     found = submissions(folder, chosen, own)
     with bar("grading", len(found)) as advance:

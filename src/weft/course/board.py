@@ -1,5 +1,6 @@
 """A competition: runs ranked by a metric, each verified from its folder, and on request by training it again."""
 
+import math
 import re
 import tempfile
 from collections import Counter
@@ -68,20 +69,21 @@ def _entry(run: RunFolder, by: str, *, within: float | None, condition: tuple[st
     except WeftError:
         problems.append("its recipe is not complete")
     problems += [line.rpartition(": ")[2] for line in changed_files(run)]
-    if len({event["sha256"].get("config.toml") for event in events if event["event"] == "files"}) > 1:
-        problems.append("it was resumed with another recipe")
-    if "seconds" not in values:
-        problems.append("it has not finished")
-    elif within is not None and len(finished) < sum(event["event"] in ("start", "resume") for event in events):
-        problems.append("it was interrupted, so its time is not known")
-    elif within is not None and values["seconds"] > within:
-        problems.append(f"it took {values['seconds']:,.0f} s")
-    if condition is not None and values.get(condition[0], -1.0) < condition[1]:
-        problems.append(f"its {condition[0]} is {values.get(condition[0], float('nan')):g}")
-    if by not in values:
-        if by not in METRICS and by not in COSTS:
-            raise ConfigError(f"--by {by}: no such metric; {suggestion(by, [*values, *COSTS])}")
-        problems.append(f"it has no {by}")
+    if by not in values and by not in METRICS and by not in COSTS:
+        raise ConfigError(f"--by {by}: no such metric; {suggestion(by, [*values, *COSTS])}")
+    recipes = {event["sha256"].get("config.toml") for event in events if event["event"] == "files"}
+    timed = bool(finished) and within is not None
+    unknown = timed and len(finished) < sum(event["event"] in ("start", "resume") for event in events)
+    name, least = condition or (by, -math.inf)
+    reasons = {
+        "it was resumed with another recipe": len(recipes) > 1,
+        "it has not finished": not finished,
+        "it was interrupted, so its time is not known": unknown,
+        f"it took {sum(finished):,.0f} s": timed and not unknown and sum(finished) > (within or 0.0),
+        f"its {name} is {values.get(name, math.nan):g}": values.get(name, -1.0) < least,
+        f"it has no {by}": by not in values,
+    }
+    problems += [reason for reason, holds in reasons.items() if holds]
     start = last.get("start", {})
     text, device = " ".join(start.get("corpus", [])), start.get("device", "")
     return BoardEntry(str(run.path), values.get(by), values, text, device, tuple(problems))

@@ -153,25 +153,24 @@ def late(reason: str, numbers: Sequence[int], source: str) -> CallResult:
 
     `numbers` are those of the lines that ran when the time was up, the innermost first.
     """
-    line, what = _running(numbers, source)
+    line, what = next(_running(numbers, source))
     text = "".join(source.splitlines()[line - 1 : line]).strip()
     where = f" and was still in the {what} “{text}”" if text else ""
     return CallResult(error=f"{reason}{where}", line=line, text=text, late=True)
 
 
-def _running(numbers: Sequence[int], source: str) -> tuple[int, str]:
-    """Return the line of the innermost loop around one of these lines, or else the first of them."""
+def _running(numbers: Sequence[int], source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line of the innermost loop around one of these lines, and then the first of them."""
     with suppress(SyntaxError, ValueError, RecursionError):
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, LOOPS)]
         for depth, number in enumerate(numbers):
             if number in numbers[:depth]:
-                return number, "recursion"
+                yield number, "recursion"
             if around := [node for node in nodes if node.lineno <= number <= (node.end_lineno or 0)]:
                 # those of `for` end, so that one that takes too long has others inside
-                return next(
-                    (node for node in reversed(around) if isinstance(node, ast.While)), around[0]
-                ).lineno, "loop"
-    return next(iter(numbers), 0), "line"
+                endless = [node for node in reversed(around) if isinstance(node, ast.While)]
+                yield (endless or around)[0].lineno, "loop"
+    yield next(iter(numbers), 0), "line"
 
 
 @contextmanager

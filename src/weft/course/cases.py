@@ -49,23 +49,16 @@ def _drawn(chosen: Exercise, secret: str) -> Iterator[Case]:
         digest = hashlib.sha256(f"{secret}/{chosen.name}/{number}".encode()).digest()
         seed = int.from_bytes(digest[:8]) if secret else number
         for position, (name, arguments) in enumerate(chosen.reference().cases(Draw(seed))):
-            yield from conditioned(chosen, arguments, name=name, repeat=number == position == 0)
+            yield from conditioned(chosen, Case(arguments, name=name, repeat=number == position == 0))
             if position == 0 and any(map(is_float, arguments.values())):
                 single = map_tensors(arguments, lambda each: each.float() if each.is_floating_point() else each)
-                yield from conditioned(chosen, single, name=f"{name} in float32", dtype=torch.float32)
+                yield from conditioned(chosen, Case(single, name=f"{name} in float32"), torch.float32)
 
 
-def conditioned(
-    chosen: Exercise,
-    arguments: dict[str, Any],
-    *,
-    name: str = "",
-    dtype: torch.dtype = torch.float64,
-    repeat: bool = False,
-) -> Iterator[Case]:
-    """Yield a case, unless rounding of its arguments changes its result altogether."""
-    arguments = {name: arguments[name] for name in inspect.signature(chosen.function()).parameters}
-    case = Case(arguments, [each for each in chosen.gradients if is_float(arguments[each])], repeat=repeat, name=name)
+def conditioned(chosen: Exercise, case: Case, dtype: torch.dtype = torch.float64) -> Iterator[Case]:
+    """Yield a case with what is expected, unless rounding of its arguments changes its result altogether."""
+    arguments = {name: case.arguments[name] for name in inspect.signature(chosen.function()).parameters}
+    case = case._replace(arguments=arguments, gradients=[n for n in chosen.gradients if is_float(arguments[n])])
     exact = map_tensors(arguments, lambda each: each.double() if each.is_floating_point() else each)
     expected = _expected(chosen, case, exact)
     largest = max(map(magnitude, expected.values()), default=0.0)

@@ -203,7 +203,7 @@ def _right_alone(chosen: Exercise, worst: Judgement, calls: Calls) -> bool:
     arguments, name = worst.case.arguments, worst.about
     rows = {key: value.split(1) for key, value in arguments.items() if key in chosen.batch and hasattr(value, "split")}
     slices = [arguments | dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=False)]
-    alone = [each for sliced in slices for each in conditioned(chosen, sliced)] if len(slices) > 1 else []
+    alone = [each for sliced in slices for each in conditioned(chosen, Case(sliced))] if len(slices) > 1 else []
     separate = [each.expected[name] for each in alone]
     whole = bool(alone) and all(isinstance(each, Tensor) and each.dim() for each in separate)
     if not whole or not worst.case.holds(name, torch.cat(separate)):

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
 from torch import Tensor
 
 from weft.errors import counted
+from weft.figures.page import part
 from weft.figures.tables import Table, text_table
 
 MAX_ROWS, MAX_COLUMNS = 6, 6  # of a matrix that is shown
@@ -76,12 +76,7 @@ class Explanation(NamedTuple):
         return "\n".join([self.headline, *self.sentences, *(f"\n{part}" for part in (self.table, printed) if part)])
 
     def _repr_html_(self) -> str:
-        colour = "#2e8b57" if self.holds else "#d04a3a"  # readable on light and on dark
-        html = Markup('<p style="color:{};font-weight:600">{}</p>').format(colour, self.headline)
-        for sentence in self.sentences:
-            html += Markup("<p><code>{}</code></p>" if sentence.startswith("line ") else "<p>{}</p>").format(sentence)
-        numbers = Markup('<pre style="white-space:pre;overflow-x:auto" tabindex="0">{}</pre>').format(self.table)
-        return str(html + numbers if self.table else html)
+        return str(part("answer", self))
 
 
 def _size(value: Any) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -91,17 +91,17 @@ def grade(found: Sequence[Submission], secret: str, advance: Advance, *, seconds
         return list(pool.map(check, found))
 
 
-def check_format(path: Path) -> None:
-    """Raise DataError if grades cannot be written in the format that a name ends with."""
+def format_of(path: Path) -> Callable[[Students], str]:
+    """Return what writes grades as the name ends: .csv, .json (Gradescope's results.json) or .html."""
     if path.suffix not in FORMATS:
         raise DataError(f"{path}: expected a name that ends in .csv, .json or .html")
+    return FORMATS[path.suffix]
 
 
 def write_grades(grades: Sequence[Submission], path: Path) -> None:
-    """Write grades in the format that the name ends with: .csv, .json (Gradescope's results.json) or .html."""
-    check_format(path)
+    """Write grades in the format that the name ends with."""
     with os_errors(path, verb="written"):
-        write_text(path, FORMATS[path.suffix](by_student(grades)))
+        write_text(path, format_of(path)(by_student(grades)))
 
 
 def by_student(grades: Sequence[Submission]) -> Students:

@@ -65,14 +65,9 @@ class EntryCheck(Config):
     @property
     def expected(self) -> str:
         """Bounds in words; `yes` if there are none."""
-        bounds = []
-        if self.equals is not None:
-            bounds.append(_written(self.equals) + (f" ± {_written(self.within)}" if self.within else ""))
-        if self.above is not None:
-            bounds.append(f"above {_written(self.above)}")
-        if self.below is not None:
-            bounds.append(f"below {_written(self.below)}")
-        return ", ".join(bounds) or "yes"
+        within = f" ± {_written(self.within)}" if self.within else ""
+        bounds = {"{}" + within: self.equals, "above {}": self.above, "below {}": self.below}
+        return ", ".join(form.format(_written(bound)) for form, bound in bounds.items() if bound is not None) or "yes"
 
 
 def _written(bound: float) -> str:

@@ -3,12 +3,10 @@
 import base64
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from weft.course.lectures import Lecture
 from weft.course.workspace import EntryResult
 from weft.errors import counted
-from weft.figures.page import Section, html_table, page, part
+from weft.figures.page import Section, page, part
 from weft.figures.tables import Table
 from weft.storage.files import read_bytes
 
@@ -40,32 +38,9 @@ def verdict_table(result: EntryResult) -> Table:
 
 
 def _section(position: int, result: EntryResult) -> Section:
-    entry = result.entry
-    if entry.python:
-        script = part("texts", [entry.python.strip()])
-        html = part("fold", f"Python, {counted(len(entry.text.splitlines()), 'line')}", script)
-    else:
-        words = [[_word(word) for word in ("$", *line.split())] for line in entry.lines]
-        html = Markup('<pre class="lecture-command">{}</pre>').format(Markup("\n").join(map(Markup(" ").join, words)))
-    if result.error:
-        html += Markup('<p class="lecture-failed">Failed: {}</p>').format(result.error)
-    for path in result.figures:
-        data = base64.b64encode(read_bytes(path, MAX_FIGURE_BYTES)).decode()
-        image = Markup('<img src="data:image/svg+xml;base64,{}" alt="{}">').format(data, f"Figure: {entry.title}")
-        html += Markup('<div class="lecture-figure scroll" tabindex="0">{}</div>').format(image)
-    if result.output and not (result.figures and len(result.output.splitlines()) <= len(result.figures)):
-        output = Markup('<div class="lecture-output scroll" tabindex="0"><pre>{}</pre></div>').format(result.output)
-        lines = len(result.output.splitlines())
-        html += (
-            part("fold", f"Output, {lines:,} lines", output)
-            if lines > MAX_OUTPUT_LINES * (1 if result.figures else 2)
-            else output
-        )
-    if result.verdicts:
-        html += html_table(verdict_table(result), kind="checks")
-    return Section(f"{position}. {entry.title}", entry.about, html)
-
-
-def _word(word: str) -> Markup:
-    """Return a word of a command that no line break divides, even at a hyphen."""
-    return Markup("<span>{}</span>" if "-" in word else "{}").format(word)
+    images = [base64.b64encode(read_bytes(path, MAX_FIGURE_BYTES)).decode() for path in result.figures]
+    lines = len(result.output.splitlines())
+    folded = f"Output, {lines:,} lines" if lines > MAX_OUTPUT_LINES * (1 if images else 2) else ""
+    output = result.output if lines > len(images) else ""  # the others name the figures
+    html = part("entry", result, images, output=output, folded=folded, checks=verdict_table(result))
+    return Section(f"{position}. {result.entry.title}", result.entry.about, html)

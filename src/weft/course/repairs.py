@@ -28,15 +28,14 @@ GRAMMAR = read_toml(Path(__file__).with_name("repairs.toml"))
 PARENTS = ("stmt", "BinOp", "Call", "Tuple", "GeneratorExp", "ListComp", "DictComp")
 UNCHANGED = ("annotation", "returns", "decorator_list", "op", "ops", "ctx")
 Slot = tuple[int, ast.AST, str, int | None, ast.AST]  # line, parent, its field, index if that is a list, and the node
-Change = tuple[Any, str, Any]  # a node of the tree, one of its fields, and another value of it
 
 
 class Edit(NamedTuple):
-    """Edit of a line. `kind` says in words what is edited."""
+    """Edit of a line: `kind` in words, and nodes of the tree, each with a field and its new value."""
 
     kind: str
     line: int
-    changes: tuple[Change, ...]
+    changes: tuple[tuple[Any, str, Any], ...]
 
 
 def edited(function: Callable[..., Any], cost: int, line: int) -> Iterator[tuple[Edit, Callable[..., Any]]]:
@@ -143,11 +142,6 @@ def _slots(node: ast.AST) -> Iterator[Slot]:
                 yield from _slots(each)
 
 
-def _list(node: ast.AST, field: str) -> list[Any]:
-    value = getattr(node, field, None)
-    return value if isinstance(value, list) else []
-
-
 def _spliced(listed: list[Any], at: int, new: Sequence[Any]) -> list[Any]:
     """Return a list with others instead of one element."""
     return [*listed[:at], *new, *listed[at + 1 :]]
@@ -203,7 +197,8 @@ def _replacements(
 def _changes(node: ast.AST) -> Iterator[tuple[Any, ...]]:
     """Yield changes of a node's own fields, each with its cost and its kind."""
     for field in ("args", "elts", "values", "keywords", "ifs"):
-        listed = _list(node, field)
+        value = getattr(node, field, None)
+        listed = value if isinstance(value, list) else []
         for a, b in combinations(range(min(len(listed), 5)), 2) if field in ("args", "elts", "values") else ():
             yield 1, "another order", node, field, _spliced(_spliced(listed, a, [listed[b]]), b, [listed[a]])
         yield from ((2, "a part less", node, field, _spliced(listed, number, [])) for number in range(len(listed)))
