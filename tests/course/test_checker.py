@@ -151,3 +151,61 @@ def test_values_of_other_kinds_are_named() -> None:
     assert "rate contains NaN" in answer.problem
     generator = weft.check(lambda *args: (each for each in args), "warmup")
     assert "expected float, got generator" in generator.problem
+
+
+def test_a_variable_of_another_name_is_followed_from_the_return() -> None:
+    def word2vec(v: Tensor, u: Tensor, negatives: Tensor) -> Any:
+        positive, negative = torch.nn.functional.logsigmoid(u @ v), torch.nn.functional.logsigmoid(-negatives @ v).sum()
+        slope = (torch.sigmoid(u @ v) - 1) * u + torch.sigmoid(negatives @ v).sum() * negatives.sum(0)
+        return -(positive + negative), slope
+
+    answer = weft.check(word2vec, "word2vec")
+    assert answer.tensor == "g_v" and answer.text.startswith("slope =")
+
+
+def test_a_right_variable_that_is_not_returned() -> None:
+    def adamw(theta: Any, g: Any, m: Any, v: Any, t: int, lr: float, beta1: float, beta2: float, *rest: float) -> Any:
+        eps, decay = rest
+        old, m, v = (m, v), beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+        step = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
+        return theta - lr * step - lr * decay * theta, *old
+
+    assert weft.check(adamw, "adamw").text.startswith("return")
+
+
+def test_the_line_that_changes_an_argument_is_named() -> None:
+    def adamw(theta: Any, g: Any, m: Any, v: Any, t: int, lr: float, beta1: float, beta2: float, *rest: float) -> Any:
+        eps, decay = rest
+        m.mul_(beta1).add_(g, alpha=1 - beta1)
+        v = beta2 * v + (1 - beta2) * g**2
+        step = m / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + eps)
+        return theta - lr * step - lr * decay * theta, m, v
+
+    answer = weft.check(adamw, "adamw")
+    assert "changes its argument m in place" in answer.problem and answer.text.startswith("m.mul_"), answer
+
+
+def test_what_remains_from_earlier_calls_is_named() -> None:
+    def mle(texts: Any, N: int, counts: Any = {}) -> Any:  # noqa: B006
+        for text in texts:
+            for at in range(len(text) - N + 1):
+                own = counts.setdefault(tuple(text[at : at + N - 1]), {})
+                own[text[at + N - 1]] = own.get(text[at + N - 1], 0) + 1
+        return {h: {w: n / sum(own.values()) for w, n in own.items()} for h, own in counts.items()}
+
+    assert "it keeps something from earlier calls" in weft.check(mle, "mle").problem
+
+
+def test_a_loop_that_is_not_entered_does_not_blame_what_precedes_it() -> None:
+    def flash(Q: Tensor, K: Tensor, V: Tensor, block: int) -> Any:
+        m = torch.full((len(Q), 1), -math.inf, dtype=Q.dtype)
+        l, O = torch.zeros_like(m), torch.zeros(len(Q), V.shape[1], dtype=Q.dtype)  # noqa: E741
+        for start in range(0, len(K) - block + 1, block):  # leaves out a shorter block at the end
+            S = Q @ K[start : start + block].T / math.sqrt(Q.shape[1])
+            new = torch.maximum(m, S.amax(1, keepdim=True))
+            p, scale, m = (S - new).exp(), (m - new).exp(), new
+            l, O = l * scale + p.sum(1, keepdim=True), O * scale + p @ V[start : start + block]  # noqa: E741
+        return O / l, (m + l.log())[:, 0]
+
+    answer = weft.check(flash, "flash")
+    assert answer.tensor == "l" and not answer.line, answer

@@ -11,6 +11,7 @@ import torch
 from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
+MAX_KEYS = 3  # that are named, of those that differ
 MAX_TENSOR_BYTES = 1 << 24  # of a tensor in an answer
 FLOORS = {torch.float64: 1e-9, torch.float32: 2e-5}  # relative difference that other orders of summation may make
 NAMES = "float64 float32 float16 bfloat16 bool int64 int32 int16 int8 uint8"
@@ -149,9 +150,10 @@ def gap(expected: Any, given: Any) -> float:
             raise MismatchError(f"expected a list of {len(expected)}, got {_described(given)}")
         return max(map(gap, expected, given), default=0.0)
     if isinstance(expected, Mapping):
-        if not isinstance(given, Mapping) or set(given) != set(expected):
-            shown = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
-            raise MismatchError(f"expected the keys {sorted(map(str, expected))}, got {shown}")
+        if not isinstance(given, Mapping):
+            raise _mismatch(expected, given)
+        if keys := sorted(map(str, set(expected) ^ set(given))):
+            raise MismatchError(f"only what is expected or what is given has the key {' or '.join(keys[:MAX_KEYS])}")
         return max((gap(item, given[key]) for key, item in expected.items()), default=0.0)
     if not isinstance(expected, Tensor | int | float):
         if type(expected) is not type(given):
