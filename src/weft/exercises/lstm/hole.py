@@ -9,6 +9,6 @@ def lstm(x: Tensor, h: Tensor, c: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor,
     f = ...  # σ(a_f), how much of the old cell is kept
     g = ...  # tanh(a_g), the candidate
     o = ...  # σ(a_o), how much of the cell is shown
-    c_new = ...  # f ⊙ c + i ⊙ g
-    h_new = ...  # o ⊙ tanh(c_new)
+    c_new = ...  # f ⊙ c + i ⊙ g: (batch, d_h)
+    h_new = ...  # o ⊙ tanh(c_new): (batch, d_h)
     return h_new, c_new
