@@ -50,7 +50,7 @@ def calls_here(function: Callable[..., Any]) -> Calls:
 
     def calls(cases: Sequence[Case]) -> list[CallResult]:
         if defaults:  # as in a new process
-            function.__defaults__ = _copies(defaults)  # type: ignore[attr-defined]
+            function.__defaults__ = _copies(defaults)
         if not cases[0].expected:
             with time_limit(SECONDS, file):
                 return [call(function, each, file) for each in cases]

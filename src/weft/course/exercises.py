@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache, lru_cache
+from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,7 @@ class Exercise(Config):
         module = ModuleType(f"exercise_{self.name}")
         module.__file__ = str(path)
         try:
-            exec(compile(text, str(path), "exec"), vars(module))
+            _TextLoader(str(path), text).exec_module(module)
         except Exception as error:
             raise ConfigError(f"{path}: {type(error).__name__}: {error}") from error
         if missing := [name for name in (self.name, "cases") if not callable(getattr(module, name, None))]:
@@ -114,6 +115,19 @@ class Exercise(Config):
             return read_text(self.folder / name, MAX_SOURCE_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.folder / name}: {getattr(error, 'strerror', None) or error}") from None
+
+
+class _TextLoader(SourceLoader):
+    """Loads a module from a text; `path` is only its name in a traceback."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self.text.encode()
 
 
 @cache

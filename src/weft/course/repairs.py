@@ -187,7 +187,7 @@ def _replacements(
             if "_power" in template and node in names["exponent"]:
                 continue  # no tower of powers
             keys = [each for each in ("name", "unused", "condition") if f"{{{each}}}" in template]
-            for values in product(*map(names.get, keys)):
+            for values in product(*map(names.__getitem__, keys)):
                 with suppress(KeyError):
                     text = template.format(**fields, **dict(zip(keys, values, strict=True)))
                     for new in _parsed(text, fields["text"]):
