@@ -53,6 +53,15 @@ class InteropError(WeftError):
 
 
 @contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put a file and a line before an error of what is read from them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{where}{error}") from None
+
+
+@contextmanager
 def os_errors(path: object, kind: type[WeftError] = DataError, *, verb: str = "read") -> Iterator[None]:
     """Raise `kind` instead of an OSError, or for text that is not UTF-8: `path` cannot be read, or whatever is done."""
     try:

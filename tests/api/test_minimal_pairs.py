@@ -180,6 +180,12 @@ def test_blimps_prefixes(tmp_path: Path) -> None:
         ("p.jsonl", '{"good": "a"', "not valid JSON"),
         ("p.jsonl", '{"good": "a\n', "not valid JSON: Invalid control character"),
         ("p.jsonl", '{"good": "a\\ud800", "bad": "b"}', "line 1: 'a\\ud800' contains a lone surrogate"),
+        (
+            "p.jsonl",
+            '{"good": "a b", "bad": "c", "one_prefix_prefix": "a", "one_prefix_word_good": "\\ud800", '
+            '"one_prefix_word_bad": "c"}',
+            "line 1: '\\ud800' contains a lone surrogate",
+        ),
         ("p.csv", "Good,Bad\nx,y\n", "no column 'good'"),
         ("p.jsonl", "5", "expected an object"),
         ("p.jsonl", "", "has no pairs"),
@@ -211,5 +217,10 @@ def test_what_does_not_go_with_pairs(tmp_path: Path, cli: Cli) -> None:
     for wrong in (("a",), ("a", "b", "c"), (1, 2)):
         with pytest.raises(ConfigError, match=r"data = .*: expected"):
             weft.load(RUNS / "gpt").minimal_pairs([wrong])  # type: ignore[list-item]
-    with pytest.raises(DataError, match="pair 1: the bad sentence is empty"):
-        weft.load(RUNS / "gpt").minimal_pairs([("a", "")])
+    with pytest.raises(DataError, match=r"pair 1: the source has .* model reads"):
+        weft.load(RUNS / "pairs").minimal_pairs([MinimalPair("a", "b", source="a b " * 200)])
+    for empty in (("a", ""), MinimalPair("a", "")):
+        with pytest.raises(DataError, match="pair 1: the bad sentence is empty"):
+            weft.load(RUNS / "gpt").minimal_pairs([empty])
+    with pytest.raises(DataError, match=r"pair 1: '\\x01' has no token of this model"):
+        weft.load(RUNS / "masked-next").minimal_pairs([("\x01", "the cat")])

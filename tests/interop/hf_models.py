@@ -266,7 +266,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_chunk_size": 4,
         },
     ),
-    "gpt_oss-labels": ("GptOssForSequenceClassification", {**EXPERTS, "num_local_experts": 6, "num_labels": 3}),
+    "gpt_oss-labels": (
+        "GptOssForSequenceClassification",
+        {**EXPERTS, "num_local_experts": 6, "num_labels": 3, "rope_parameters": {"rope_type": "default"}},
+    ),
     "deepseek_v2": (
         "DeepseekV2ForCausalLM",
         {

@@ -37,6 +37,11 @@ BROKEN: dict[str, tuple[str, Change, str]] = {
         lambda tree, weights: tree.update(num_experts_per_tok=6),
         r"num_experts_per_tok = 6: .* at most .* = 5$",
     ),
+    "two names": (
+        "mixtral",
+        lambda tree, weights: tree.update(num_experts=4),
+        r"num_experts = 4: another name of num_local_experts, which is 5$",
+    ),
     "none": ("mixtral", lambda tree, weights: tree.update(num_local_experts=0), r"num_local_experts = 0: expected"),
     "many": (
         "mixtral",

@@ -1,7 +1,7 @@
 """Patching and probing of a run's model: texts and labels from the user, and the run's checkpoints."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from weft.api.reading import read_text
 from weft.data.rows import MissingColumnError
 from weft.data.shards import Side
 from weft.data.table import RowSource, read_rows
-from weft.errors import ConfigError, DataError, suggestion
+from weft.errors import ConfigError, DataError, located, suggestion
 from weft.explain import views
 from weft.explain.interventions.recording import require_activations
 from weft.explain.interventions.swap import TextPair
@@ -82,7 +82,7 @@ def _read_prefix(
     seq2seq = isinstance(objective, TranslationObjective)
     if target and not seq2seq:
         raise ConfigError(f"{where}target: this model reads one text, and the answer follows it; leave it out")
-    with _located(where):
+    with located(where):
         reading = read_text(objective.recipe, model, objective, text=text, target=target if seq2seq else None)
     if seq2seq and target:
         reading = replace(reading, ids=reading.ids[:-1])  # the translation has not ended yet
@@ -111,18 +111,9 @@ def _read_masked(
             left = left if option == answer else left.rstrip()
             whole = [*tokenizer.encode(left), tokenizer.need("mask"), *tokenizer.encode(right)]
             framed = frame_for(model)(tokenizer, whole, None)
-            with _located(where):
+            with located(where):
                 return Reading(model, tokenizer, tuple(framed.ids), framed.before), ids[0]
     raise _unspelled(tokenizer, answer, where)
-
-
-@contextmanager
-def _located(where: str) -> Iterator[None]:
-    """Put the file and the line before an error of what is read from them."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{where}{error}") from None
 
 
 def _unspelled(tokenizer: Tokenizer, answer: str, where: str) -> DataError:
@@ -202,10 +193,8 @@ def probe_labels(
     target = "" if isinstance(objective, TranslationObjective) else None
     readings = []
     for number, text in enumerate(texts, 1):
-        try:
+        with located(f"{labels}: text {number}: "):
             readings.append(read_text(objective.recipe, model, objective, text=text, target=target))
-        except DataError as error:
-            raise DataError(f"{labels}: text {number}: {error}") from None
     found = views.probe.probe(readings, texts, spans)
     if checkpoints is None:
         return found

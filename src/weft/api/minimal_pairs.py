@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.api.reading import read_text
 from weft.decode.prompt import start_token
-from weft.errors import DataError
+from weft.errors import DataError, located
 from weft.evaluate.continuations import Continuation, continuation_scores, scoring_window
 from weft.evaluate.minimal_pairs import MinimalPair, MinimalPairs, PairScore, check_finite, pair_remarks
 from weft.evaluate.perplexity import surprisals
@@ -30,6 +30,7 @@ def minimal_pairs(objective: Objective[Any], model: LanguageModel, pairs: Sequen
     """
     if not pairs:
         raise DataError("there are no pairs of sentences to compare")
+    remarks = _remarks(objective.tokenizer, pairs)
     if isinstance(objective, TranslationObjective):
         scores = {"target": _targets(objective, model, pairs)}
     elif objective.recipe.objective.continues:
@@ -40,7 +41,7 @@ def minimal_pairs(objective: Objective[Any], model: LanguageModel, pairs: Sequen
         raise objective.cannot("compare two sentences")
     check_finite(score for column in scores.values() for score in column if score is not None)
     name = objective.folder.path.resolve().name
-    return MinimalPairs(name, pairs, scores, _remarks(objective.tokenizer, pairs))
+    return MinimalPairs(name, pairs, scores, remarks)
 
 
 def _continuations(model: LanguageModel, tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> dict[str, Any]:
@@ -85,10 +86,8 @@ def _masked(objective: Objective[Any], model: LanguageModel, pairs: Sequence[Min
     texts = []
     for number, pair in enumerate(pairs, 1):
         for side, sentence in (("good", pair.good), ("bad", pair.bad)):
-            try:
+            with located(f"{pair.where or f'pair {number}'}, the {side} sentence: "):
                 reading = read_text(objective.recipe, model, objective, text=sentence)
-            except DataError as error:
-                raise DataError(f"{pair.where or f'pair {number}'}, the {side} sentence: {error}") from None
             length = len(objective.tokenizer.encode(sentence))
             texts.append(MaskedText(reading.ids, range(reading.before, reading.before + length)))
     scores: dict[str, Any] = {}
@@ -108,13 +107,13 @@ def _targets(
     scores = []
     with bar("judging pairs", len(pairs)) as advance:
         for number, pair in enumerate(pairs, 1):
-            if pair.source is None or not pair.source.strip():
-                where = pair.where or f"pair {number}"
-                raise DataError(f"{where}: no source, which an encoder–decoder reads; fill a column 'source'")
-            readings = [
-                read_text(objective.recipe, model, objective, text=pair.source, target=target)
-                for target in (pair.good, pair.bad)
-            ]
+            with located(f"{pair.where or f'pair {number}'}: "):
+                if pair.source is None or not pair.source.strip():
+                    raise DataError("no source, which an encoder–decoder reads; fill a column 'source'")
+                readings = [
+                    read_text(objective.recipe, model, objective, text=pair.source, target=target)
+                    for target in (pair.good, pair.bad)
+                ]
             scores.append(PairScore(*(-sum(surprise(reading, 1).scored) for reading in readings)))
             advance(1)
     return scores
@@ -122,8 +121,11 @@ def _targets(
 
 def _remarks(tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[str]:
     lengths, unknown = [], []
-    for pair in pairs:
+    for number, pair in enumerate(pairs, 1):
         good, bad = tokenizer.encode(pair.good), tokenizer.encode(pair.bad)
+        if not (good and bad):
+            silent = pair.bad if good else pair.good
+            raise DataError(f"{pair.where or f'pair {number}'}: {silent!r:.60} has no token of this model")
         lengths.append((len(good), len(bad)))
         has_unknown = tokenizer.unk_id is not None and tokenizer.unk_id in (*good, *bad)
         words = f"{pair.good} {pair.bad}".split() if has_unknown else ()

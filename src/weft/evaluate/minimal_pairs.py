@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,15 +247,16 @@ def _pair(row: Any, columns: dict[str, str], where: str) -> MinimalPair:
                 raise MissingColumnError.among(key, row, where)
     texts = {key: text_of(row, column, where) for key, column in columns.items() if column}
     pair = check_pair(texts.pop("good"), texts.pop("bad"), where)
-    for text in texts.values():
+    critical = _blimp_words(row) or pair.critical
+    for text in (*texts.values(), *chain(*critical or ())):
         _check_text(text, where)
-    return pair._replace(**texts, critical=_blimp_words(row) or pair.critical, where=where)
+    return pair._replace(**texts, critical=critical, where=where)
 
 
 def check_pairs(pairs: Iterable[MinimalPair | tuple[str, str]]) -> list[MinimalPair]:
     """Return pairs that were given as (good, bad), and those that are complete as they are."""
-    named = [(pair, f"pair {number}") for number, pair in enumerate(pairs, 1)]
-    return [pair if isinstance(pair, MinimalPair) else check_pair(*pair, where) for pair, where in named]
+    both = [(pair, check_pair(*pair[:2], f"pair {number}")) for number, pair in enumerate(pairs, 1)]
+    return [pair if isinstance(pair, MinimalPair) else checked for pair, checked in both]
 
 
 def check_pair(good: str, bad: str, where: str) -> MinimalPair:

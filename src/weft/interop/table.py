@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from weft.config import Tree
-from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings
+from weft.interop.settings import THEIR_ACTIVATIONS, Flat, Settings, shown
 
 Kind = Literal["integer", "number", "positive", "flag", "activation"]
 # short names of settings for `keys`: the setting, and the type of its key
@@ -191,6 +191,9 @@ class SettingsTable:
         present = {key for key, value in source.tree.items() if value is not None}
         present |= {key for key in source.tree if key.removeprefix(source.prefix) not in self.only}  # null is a value
         older = {key: source.tree[name] for key, name in self.older.items() if name in source.tree}
+        for key, value in older.items():
+            if value is not None and source.get(key, value) != value:
+                raise source.error(self.older[key], f"another name of {key}, which is {shown(source.get(key))}")
         values = {**self.defaults, **older}.items()
         absent = {key: value for key, value in values if source.prefix + key not in present}
         completed = replace(source, tree={**source.tree, **absent})

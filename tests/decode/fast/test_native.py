@@ -354,5 +354,6 @@ def test_unsupported_models_and_states() -> None:
     changes: list[dict[str, object]] = [{"attention": plain.replace(**each)} for each in unsupported]
     changes += [{"placement": "post"}, {"residual": False}, {"position": {"kind": "alibi"}}]
     changes += [{"pattern": [{"chunk": 4}, {}]}, {"position": {"kind": "concatenated"}}]
+    changes += [{"feedforward": Experts(experts=4, d_ff=64, score="sparse-mixer")}]
     for change in changes:
         assert not fits(LLAMA.replace(**change)), change

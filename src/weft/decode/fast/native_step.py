@@ -332,6 +332,8 @@ def _is_supported(model: LanguageModel) -> bool:
     attention, hidden = settings.attention, settings.feedforward
     if attention.qk_norm is not None and attention.qk_norm_over == "each-head":
         return False
+    if isinstance(hidden, config.Experts) and hidden.score not in native.SCORES:
+        return False
     dense = getattr(hidden, "dense", None) or hidden
     if (dense.activation, dense.beta) != (hidden.activation, hidden.beta):
         return False

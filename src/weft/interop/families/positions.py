@@ -205,7 +205,8 @@ def rotary(
     def write(model: Flat) -> Tree:
         if model["position.kind"] != "rotary":
             return {}
-        tree: Tree = {theta: model["position.base"], "rope_scaling": write_scaling(model)}
+        scaling = write_scaling(model) or (default and {"rope_type": "default"})
+        tree: Tree = {theta: model["position.base"], "rope_scaling": scaling}
         if original is not None:
             tree[NAMES["original_context"]] = model.get("position.scaling.original_context", original)
         return tree if fraction is None else {**tree, part: model["position.fraction"]}
