@@ -127,6 +127,12 @@ def test_a_collapsed_router_is_said_once(runs: Runs, monkeypatch: pytest.MonkeyP
     assert [event["step"] for event in collapsed] == [6]
 
 
+def test_a_mixture_whose_layers_are_all_dense_trains(runs: Runs) -> None:
+    dense = EXPERTS.replace(" }", ", every = 3, dense = { kind = 'gated', d_ff = 8 } }")
+    trained = runs.train(dense, name="dense")
+    assert not any("busiest_expert" in line for line in read_lines(trained.run.metrics))
+
+
 def test_muon_orthogonalises_each_experts_matrices() -> None:
     torch.manual_seed(0)
     model = build(recipe().model)

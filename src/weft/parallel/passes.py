@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from weft.data.batch import Batch
 from weft.models.base import LanguageModel
-from weft.nn.config import Experts
-from weft.nn.experts import RoutingSums
+from weft.nn import config
+from weft.nn.experts import Router, RoutingSums
 from weft.nn.recurrent import CarriedState
 from weft.parallel.mesh import SINGLE, Mesh
 
@@ -124,10 +124,9 @@ class Parallel:
         function()
 
 
-def routing_settings(model: LanguageModel) -> Experts | None:
-    """Return the settings of a model's experts; None if it has none."""
-    inner = getattr(getattr(model, "config", None), "feedforward", None)
-    return inner if isinstance(inner, Experts) else None
+def routing_settings(model: LanguageModel) -> config.Experts | None:
+    """Return the settings of a model's experts; None if it has none, as when every layer is dense."""
+    return next((part.settings for part in model.modules() if isinstance(part, Router)), None)
 
 
 class Replicas(Parallel):
