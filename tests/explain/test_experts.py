@@ -5,7 +5,7 @@ import torch
 from tests.explain.test_lens import TOKENIZER, read
 
 from weft.costs.count import count
-from weft.errors import ModelError
+from weft.errors import DataError, ModelError
 from weft.explain.anatomy.anatomy import anatomy
 from weft.explain.capture import capture
 from weft.explain.experts import experts
@@ -37,6 +37,15 @@ def test_the_view_has_the_choice_of_each_token() -> None:
     assert found.weights[1].flatten().tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     assert found.load.sum() == pytest.approx(4.0)  # two layers, two experts per token
     assert "of the tokens" in (found.text() or "") and found.figure().axes
+
+
+def test_no_token_and_no_number_are_refused() -> None:
+    model = build(MOE).eval()
+    with pytest.raises(DataError, match="the text is empty"):
+        experts(read(model, ""))
+    torch.nn.init.constant_(model.decoder.blocks[1].feedforward.router.weight, torch.nan)
+    with pytest.raises(DataError, match="router's weights are NaN"):
+        experts(read(model, "to be"))
 
 
 def test_the_stage_has_the_router_and_what_each_expert_adds() -> None:

@@ -1,6 +1,6 @@
 """Judge minimal pairs with a run's model: language models, masked ones, and encoder–decoders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from weft.api.reading import read_text
@@ -19,7 +19,6 @@ from weft.text.tokenizer import Tokenizer
 from weft.training.objective import Objective
 
 BATCH = 32  # texts that a causal model reads at a time
-Scores = Mapping[str, Sequence[PairScore | None]]
 
 
 def minimal_pairs(objective: Objective[Any], model: LanguageModel, pairs: Sequence[MinimalPair]) -> MinimalPairs:
@@ -110,11 +109,8 @@ def _targets(
             with located(f"{pair.where or f'pair {number}'}: "):
                 if pair.source is None or not pair.source.strip():
                     raise DataError("no source, which an encoder–decoder reads; fill a column 'source'")
-                readings = [
-                    read_text(objective.recipe, model, objective, text=pair.source, target=target)
-                    for target in (pair.good, pair.bad)
-                ]
-            scores.append(PairScore(*(-sum(surprise(reading, 1).scored) for reading in readings)))
+                both = (read_text(objective.recipe, model, objective, text=pair.source, target=x) for x in pair[:2])
+                scores.append(PairScore(*(-sum(surprise(reading, 1).scored) for reading in both)))
             advance(1)
     return scores
 

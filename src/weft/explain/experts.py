@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from weft.errors import DataError
 from weft.explain.capture import capture
 from weft.explain.reading import Reading, text_tokens, unsupported
 from weft.explain.texts import TEXTS
@@ -88,11 +89,15 @@ def experts(reading: Reading) -> ExpertMap:
     with evaluating(model), capture(model, *taps) as captured:
         model.features(reading.tokens, **reading.model_kwargs)
     chosen, weights = [], []
+    if len(reading.ids) == reading.before:
+        raise DataError("the text is empty")
     for tap, (_, module) in zip(taps, mixtures, strict=True):
         choice = module.router.choose(captured[tap][0, reading.before :])
         order = choice.weights.argsort(-1, descending=True)
         chosen.append(choice.experts.gather(-1, order).cpu())
         weights.append(choice.weights.gather(-1, order).float().cpu())
+        if weights[-1].isnan().any():
+            raise DataError("the router's weights are NaN; the model may have diverged")
     settings = mixtures[0][1].settings
     return ExpertMap(
         about=TEXTS["experts"].format(chosen=settings.chosen, experts=settings.experts),

@@ -56,8 +56,10 @@ def patch(pairs: Sequence[TextPair]) -> Patching:
         raise DataError(f"the logit difference of the answers{over} is {sides}: {near}; try other texts or answers")
     measured = Measured(grouped, scale)
     all_nodes = nodes(model)
-    first = float((clean - corrupt)[_first(pairs, grouped)].mean())  # of few pairs, whose signs may cancel out
-    mapped = Measured(batches(pairs[:MAPPED_PAIRS]), scale if abs(first) < smallest else first)
+    shown = {id(pair) for pair in pairs[:MAPPED_PAIRS]}
+    first = [index for index, pair in enumerate(measured.pairs) if id(pair) in shown]
+    share = float((clean - corrupt)[first].mean())  # of few pairs, whose signs may cancel out
+    mapped = Measured(batches(pairs[:MAPPED_PAIRS]), scale if abs(share) < smallest else share)
     with bar("patching", len(found) + len(all_nodes)) as advance:
         maps = []
         for site in found:
@@ -108,12 +110,6 @@ def checkpoint_measures(pairs: Sequence[TextPair], found: Patching) -> dict[str,
         removed = [node for name, node in by_name.items() if name not in found.circuit.kept]
         shares["circuit's accuracy"] = ablated_accuracy(measured.batches, removed, means).likeliest
     return shares
-
-
-def _first(pairs: Sequence[TextPair], grouped: Sequence[PairBatch]) -> list[int]:
-    """Return the indices of the first pairs in the order of the batches."""
-    first = {id(pair) for pair in pairs[:MAPPED_PAIRS]}
-    return [index for index, pair in enumerate(pair for batch in grouped for pair in batch.pairs) if id(pair) in first]
 
 
 def _swaps(node: CircuitNode) -> list[Swap]:

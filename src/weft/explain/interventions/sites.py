@@ -73,14 +73,11 @@ def _stacks(model: Transformer) -> dict[str, Stack]:
     return {name: stack for name, stack in both.items() if stack is not None}
 
 
-def _is_fed(stack: Stack) -> bool:
-    return stack.blocks[0].feedforward is not None
-
-
 def _sublayers(model: Transformer, name: str, stack: Stack) -> dict[str, str]:
     """Return the names of a stack's sublayers in words."""
     cross = {"cross": "attention to the source"} if name == "decoder" and model.encoder is not None else {}
-    return {"attention": "attention", **cross, **({"feedforward": "feed-forward"} if _is_fed(stack) else {})}
+    fed = {"feedforward": "feed-forward"} if stack.blocks[0].feedforward is not None else {}
+    return {"attention": "attention", **cross, **fed}
 
 
 def _stack_sites(model: Transformer, name: str, stack: Stack) -> list[Site]:

@@ -26,6 +26,7 @@ from weft.interop.weight_map import (
 TABLES: Tree = tomllib.loads(Path(__file__).with_name("experts.toml").read_text(encoding="utf-8"))
 ONE_BY_ONE = ["mlp.experts.{expert}", "gate_proj.weight", "up_proj.weight", "down_proj.weight"]
 SIZES = without(llama.SIZES, "feedforward.d_ff")
+LISTED = (("feedforward.experts", "num_experts"), ("feedforward.chosen", "moe_topk"))  # by Hunyuan, for each layer
 
 
 def whole(settings: Settings, key: str, default: int) -> int:
@@ -173,18 +174,14 @@ def shared_count(theirs: str, default: int) -> Special:
 def _read_equal(settings: Settings, model: Flat) -> Flat:
     """Hunyuan may list a number for each layer; weft has one for all of them."""
     found = {}
-    for ours, theirs in (("experts", "num_experts"), ("chosen", "moe_topk")):
+    for ours, theirs in LISTED:
         values = settings.get(theirs, 1)
         values = values if isinstance(values, list) and values else [values]
         if any(value != values[0] for value in values):
             raise settings.error(theirs, "weft has one number for all layers")
         one = replace(settings, tree={settings.prefix + theirs: values[0]})
-        found[f"feedforward.{ours}"] = one.integer(theirs)
+        found[ours] = one.integer(theirs)
     return found
-
-
-def _write_equal(model: Flat) -> Tree:
-    return {"num_experts": model.get("feedforward.experts"), "moe_topk": model.get("feedforward.chosen")}
 
 
 def _read_rotary_dim(settings: Settings, model: Flat) -> Flat:
@@ -222,15 +219,6 @@ def groups(count: str, kept: str) -> tuple[Key, Key]:
         Key("feedforward.groups", count, 1, kind="integer"),
         Key("feedforward.kept_groups", kept, 1, kind="integer", to_theirs=lambda kept, model: kept or 1),
     )
-
-
-def _several(theirs: str) -> Key:
-    """Row of the number of shared experts, which weft has as one layer."""
-    width = "feedforward.d_ff"
-    return Key(
-        "feedforward.shared_d_ff", theirs, kind="integer",
-        to_ours=lambda count, model: count * model[width], to_theirs=lambda total, model: (total or 0) // model[width],
-    )  # fmt: skip
 
 
 def _read_latent(settings: Settings, model: Flat) -> Flat:
@@ -349,9 +337,17 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "chunks": (Special(_read_chunks, _write_chunks),),
     "ernie_dense": (dense_layers(_read_ernie_dense, write_ernie_dense),),
     "ernie_shared": (shared_count("moe_num_shared_experts", 2),),
-    "equal_experts": (Special(_read_equal, _write_equal),),
+    "equal_experts": (Special(_read_equal, lambda model: {theirs: model.get(ours) for ours, theirs in LISTED}),),
     "equal_shared": (follows("feedforward.shared_d_ff", "feedforward.d_ff"),),
-    "shared_experts": (_several("n_shared_experts"),),
+    "shared_experts": (
+        Key(
+            "feedforward.shared_d_ff",
+            "n_shared_experts",
+            kind="integer",
+            to_ours=lambda count, model: count * model["feedforward.d_ff"],
+            to_theirs=lambda total, model: (total or 0) // model["feedforward.d_ff"],
+        ),
+    ),
     "groups": groups("n_group", "topk_group"),
     "qk_norm_without_gain": (
         switch(
