@@ -137,11 +137,14 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     assert validate(Drawing, read_toml(path)) == config
 
 
-@pytest.mark.parametrize("content", [b"a = ", b"\xff\xfe", b"a = 1\na = 2"])
-def test_invalid_toml_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"a = ", "not valid TOML"), (b"a = 1\na = 2", "not valid TOML"), (b"\xff\xfe", "not UTF-8 text")],
+)
+def test_invalid_toml_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(ConfigError, match=problem):
         read_toml(path)
 
 

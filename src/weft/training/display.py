@@ -115,7 +115,8 @@ def expectations(recipe: SettledRecipe, sizes: tuple[int, int], step: int, *, de
     tokens = recipe.steps * recipe.batch.size * recipe.batch.length
     work = count(recipe.model, recipe.batch.length).training() * tokens
     usual = f"{usual_bits_per_byte(work):.1f} bits per byte"
-    if all(source.removeprefix("builtin:") in GENERATED for part in recipe.data.parts for source in part.sources):
+    sources = {source.removeprefix("builtin:") for part in recipe.data.parts for source in part.sources}
+    if sources and sources <= GENERATED.keys():
         outcome = f"on English text it would end near {usual}, and on sentences of a small grammar far below"
     else:
         outcome = f"runs of this size on English text end near {usual}, give or take a fifth, given enough text"
